@@ -27,7 +27,7 @@ from celery5.logs.lines import (
     to_message,
 )
 from celery5.logs.lost_connections import LostConnections
-from celery5.protocol.masking import escape_text
+from celery5.protocol.masking import escape_text, get_error_text, mask_fields, mask_lines
 from celery5.protocol.workflows.member_ids import get_run_id
 from celery5.runners.context import CurrentJob, get_log_fields
 
@@ -375,10 +375,10 @@ class Log:
             self.writer.set_worker(self._uuid, worker)
 
     def event(self, name: str, level: Level = "info", /, **fields: Any) -> None:
-        """Log an event of the process, as `celery5:<name>`."""
+        """Log an event of the process, as `celery5:<name>`, without passwords."""
         fields.setdefault("worker", self._worker)
         try:
-            self._write(message_type=f"celery5:{name}", level=level, **fields)
+            self._write(message_type=f"celery5:{name}", level=level, **mask_fields(fields))
         except BaseException as error:  # of a destination of the application's own
             pass_cancellation(error)
             FENCE.count("log")
@@ -417,7 +417,7 @@ class Log:
             fields |= {"attempt": attempt, "seconds": seconds}
             fields |= {"trace": trace} if trace else {}
             fields |= {"run": run} if run else {}
-            fields |= extra or {}
+            fields |= mask_fields(extra) if extra else {}
             if action is None:
                 self.log_job(level, **fields)
             else:
@@ -498,7 +498,7 @@ class Log:
         first = error
         while isinstance(first, BaseExceptionGroup):
             first = cast("BaseExceptionGroup[BaseException]", first).exceptions[0]
-        self._action.finish(first)
+        self._action.finish(None if first is None else _mask_error(first))
         if self.writer is not None:
             self.writer.forget_worker(self._uuid)
 
@@ -538,3 +538,13 @@ def get_eliot_context() -> str:
     if action is None:
         return ""
     return action.get_place() if isinstance(action, JobContext) else action.serialize_task_id().decode()
+
+
+def _mask_error(error: BaseException) -> BaseException:
+    """Return an error with the name and the text of this one, which eliot shows, without passwords in the text."""
+    text = get_error_text(error)
+    masked = mask_lines(text)
+    if masked == text:
+        return error
+    kind = type(error)
+    return cast("Exception", type(kind.__name__, (Exception,), {"__module__": kind.__module__})(masked))

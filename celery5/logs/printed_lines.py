@@ -16,7 +16,7 @@ from typing import TextIO, cast
 
 from celery5.logs.lines import WholeLines, to_json
 from celery5.protocol.cluster.members import LAST_FAILURE_VARIABLE, format_failure
-from celery5.protocol.masking import escape_json
+from celery5.protocol.masking import escape_json, mask_lines
 
 LOG_FORMAT_FLAG = "--log-format"
 LOG_FORMAT_VARIABLE = "CELERY5_LOG_FORMAT"
@@ -58,11 +58,12 @@ class PrintedLines(WholeLines):
         return self._format(message, line)
 
     def write_error(self, why: str, trace: str) -> None:
-        """Write the error that ends this process."""
+        """Write the error that ends this process, without passwords."""
+        trace = mask_lines(trace)
         message = {
             "message_type": "celery5:process:crashed",
             "level": "error",
-            "why": why,
+            "why": mask_lines(why),
             "traceback": trace,
         }
         super().write_whole(self._format(message, trace))

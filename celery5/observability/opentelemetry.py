@@ -17,6 +17,7 @@ from celery5.extras import describe_installation
 from celery5.middleware.jobs import IncomingJob, OutgoingJob, SendingBatch, SettlingBatch, get_raised
 from celery5.middleware.middleware import Middleware
 from celery5.middleware.outcomes import Dead, Retrying
+from celery5.protocol.masking import get_masked_text, mask_lines
 from celery5.runners.operations import MessageOperation
 
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.44.0"
@@ -233,7 +234,11 @@ class OpenTelemetryMiddleware(Middleware):
         if isinstance(outcome, Dead) or (isinstance(outcome, Retrying) and not outcome.is_requested):
             self._set_error(span, outcome.error.type, outcome.error.message)
             if (raised := get_raised(job)) is not None:
-                span.record_exception(raised)
+                masked = {
+                    "exception.message": get_masked_text(raised),
+                    "exception.stacktrace": mask_lines(outcome.error.traceback),
+                }
+                span.record_exception(raised, attributes=masked)
         if isinstance(outcome, Retrying):
             made = span.get_span_context()
             job.carry(
@@ -374,7 +379,7 @@ class OpenTelemetryMiddleware(Middleware):
 
     def _set_error(self, span: Any, error_type: str, message: str) -> None:
         span.set_attribute("error.type", error_type)
-        span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, message))
+        span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, mask_lines(message)))
 
     def _describe_queue(self, queue: str) -> Attributes:
         """Return the attributes that all spans and metrics of a queue have; '' is several queues."""

@@ -14,7 +14,7 @@ from celery5.application import Application
 from celery5.observability.job_sources import get_shape
 from celery5.protocol.job.dead_letters import DeadJob
 from celery5.protocol.job.failure_groups import DeadJobGroups
-from celery5.protocol.job.history import CallShape, mask_call, name_arguments
+from celery5.protocol.job.history import CallShape, mask_call, mask_record, name_arguments
 from celery5.protocol.job.messages import Failure
 from celery5.protocol.job.story import JobDetails
 from celery5.protocol.masking import mask_lines, mask_shown
@@ -73,6 +73,9 @@ def mask_job(app: Application, job: JobDetails) -> JobDetails:
         failure=None if job.failure is None else _mask_failure(job.failure),
         failures=tuple(map(_mask_failure, job.failures)),
         progress=None if job.progress is None else _mask_texts(job.progress, "note"),
+        reason=mask_lines(job.reason),
+        deaths=tuple(_mask_texts(death, "why") for death in job.deaths),
+        attempts=tuple(map(mask_record, job.attempts)),
     )
 
 

@@ -13,6 +13,7 @@ from celery5.errors import Misconfigured, Retry
 from celery5.protocol.job.delivery import AssignedResources
 from celery5.protocol.job.progress import ProgressReport
 from celery5.protocol.job.retry_policy import RetryPolicy
+from celery5.protocol.masking import mask_fields
 from celery5.protocol.workflows.member_ids import get_run_id
 
 
@@ -102,7 +103,7 @@ class LogEvent(Protocol):
 
 def _log_with_stdlib(name: str, level: Any, /, **fields: Any) -> None:
     """Write an event to Python's own log: outside of a worker there is no other."""
-    text = "  ".join(f"{field}={value}" for field, value in fields.items())
+    text = "  ".join(f"{field}={value}" for field, value in mask_fields(fields).items())
     logging.getLogger("celery5").log(logging.getLevelNamesMapping()[level.upper()], "%s  %s", name, text)
 
 

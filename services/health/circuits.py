@@ -20,6 +20,7 @@ from celery5.protocol.health.breaker import SERVICE_PREFIX, BreakerPolicy, Break
 from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.job.messages import Failure
 from celery5.protocol.job.verdict import CircuitBlocked, Outcome, Raised, is_task_healthy
+from celery5.protocol.masking import mask_lines
 from celery5.protocol.names import get_class_names
 from celery5.tasks.task import Task
 
@@ -113,7 +114,12 @@ class CircuitBreakers:
         circuit = self._by_task.get(task)
         if circuit is None or type(outcome) is CircuitBlocked:
             return
-        why = f"{outcome.failure.type}: {outcome.failure.message}" if type(outcome) is Raised else ""
+        # Masked here: it is stored for the pages of all processes, too.
+        why = (
+            mask_lines(f"{outcome.failure.type}: {outcome.failure.message}")
+            if type(outcome) is Raised
+            else ""
+        )
         circuit.record_result(delivery, succeeded=succeeded, why=why)
         self._update_collections(task, circuit)
 

@@ -30,7 +30,7 @@ from celery5.protocol.commands.definitions import (
     get_inbox_name,
 )
 from celery5.protocol.health.readings import UNKNOWN_STATE, CheckReading, get_worst_state, parse_states
-from celery5.protocol.masking import MAX_ERROR_LENGTH, get_error_text, get_type_name
+from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error, get_masked_text
 from celery5.results.job_details import read_app_state
 from celery5.runners.on_asyncio import AsyncioRunner
 from celery5.runners.user_errors import call_user_code, reraise_cancellation
@@ -265,7 +265,7 @@ class HealthMonitor:
                     continue
             except BaseException as error:  # the user's code
                 reraise_cancellation(error)
-                why = f"{get_type_name(error)}: {get_error_text(error, MAX_ERROR_LENGTH)}"
+                why = describe_error(error, MAX_ERROR_LENGTH)
             self._log_failure(check, index, why)
         state = get_worst_state(states, check.states)
         if state is not None and state != known_state:
@@ -286,7 +286,7 @@ class HealthMonitor:
     def _record(self, check: HealthCheck, state: str, why: str) -> None:
         is_good = state == check.good_state
         # It is shared through Redis, and it comes from a report or a class of the user's.
-        why = get_error_text(why, MAX_ERROR_LENGTH) or ("" if is_good else NO_REASON)
+        why = get_masked_text(why, MAX_ERROR_LENGTH) or ("" if is_good else NO_REASON)
         reading = CheckReading(
             check.name, state, is_good, round(time.time(), 3), False, why, check.scope, self._get_group(check)
         )

@@ -27,7 +27,7 @@ from celery5.protocol.limits import (
     Suspension,
     make_admission_rule,
 )
-from celery5.protocol.masking import MAX_ERROR_LENGTH, get_error_text, get_type_name
+from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error, get_type_name
 from celery5.protocol.scaling.prefetch import HORIZON, DurationEstimate, count_ahead
 from celery5.protocol.shards import get_queue_of_shard
 from celery5.runners.user_errors import guard_scopes, reraise_cancellation
@@ -150,7 +150,7 @@ class AdmissionState:
                 "error",
                 task=name,
                 stays=stays,
-                why=f"{kind}: {get_error_text(error, MAX_ERROR_LENGTH)}",
+                why=describe_error(error, MAX_ERROR_LENGTH),
             )
 
     def set_overrides(

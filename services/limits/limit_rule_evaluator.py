@@ -19,7 +19,7 @@ from celery5.logs.log import Log
 from celery5.protocol.brokers import DEFAULT_BROKER
 from celery5.protocol.limit_rules import ImposedLimits, compare_rules
 from celery5.protocol.limits import LimitOverride
-from celery5.protocol.masking import MAX_ERROR_LENGTH, get_error_text, get_type_name
+from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
 from celery5.protocol.scaling.snapshot import ClusterSnapshot
 from celery5.runners.on_asyncio import AsyncioRunner
 from celery5.runners.surrounding import surround_call
@@ -145,7 +145,7 @@ class LimitRuleEvaluator:
                 return
         except BaseException as error:  # the user's code
             reraise_cancellation(error)
-            why = f"{get_type_name(error)}: {get_error_text(error, MAX_ERROR_LENGTH)}"
+            why = describe_error(error, MAX_ERROR_LENGTH)
         if self._failed.get(rule.name) != why:
             self._failed[rule.name] = why
             self._log.event("limit-rule:failed", "error", rule=rule.name, why=why)

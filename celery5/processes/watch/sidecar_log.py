@@ -18,6 +18,7 @@ from celery5.logs.destination import RuntimeEnvironment, check_detectors, make_d
 from celery5.logs.lines import Message
 from celery5.logs.log import Level, LogDestination, LogWriter
 from celery5.logs.lost_connections import LostConnections
+from celery5.protocol.masking import mask_fields
 
 FLUSH_LIMIT = 0.3
 """Seconds that a line may take before what it announces is done: its reader may be slow."""
@@ -43,7 +44,7 @@ class SidecarLog:
         self._lines = 0
 
     def event(self, name: str, level: Level = "info", /, **fields: Any) -> None:
-        """Log an event, as `celery5:<name>`."""
+        """Log an event, as `celery5:<name>`, without passwords."""
         if not self._is_open:
             self._is_open = True
             self._writer.start()
@@ -51,7 +52,7 @@ class SidecarLog:
         message = {
             "worker": self.worker,
             "process": PROCESS,
-            **fields,
+            **mask_fields(fields),
             "timestamp": time.time(),
             "level": level,
         }

@@ -27,7 +27,7 @@ from celery5.protocol.masking import (
     escape_json,
     escape_text,
     is_named_secret,
-    mask_passwords,
+    mask_lines,
     mask_shown,
 )
 from celery5.protocol.workflows.member_ids import get_run_id
@@ -146,10 +146,8 @@ def read_arguments(shape: CallShape, args: Raw, kwargs: Raw) -> dict[str, Any]:
     for name in shape.redacted:
         if name in by_name:
             by_name[name] = MASK
-    try:
-        return cast("dict[str, Any]", mask_passwords(by_name))
-    except RecursionError:
-        return {CUT: "unreadable"}
+    shown = mask_shown(by_name)
+    return cast("dict[str, Any]", shown) if isinstance(shown, dict) else {CUT: "unreadable"}
 
 
 def name_arguments(shape: CallShape, args: Any, kwargs: Any) -> dict[str, Any]:
@@ -249,7 +247,7 @@ def _cut(text: str, length: int) -> str:
 
 def _tidy(text: str, length: int) -> str:
     """Return a text from outside on one line, without passwords and control characters, shortened."""
-    return _cut(escape_text(collapse_whitespace(str(mask_passwords(text[: 4 * length])))), length)
+    return _cut(escape_text(collapse_whitespace(mask_lines(text[: 4 * length]))), length)
 
 
 def make_attempt_record(
@@ -381,6 +379,14 @@ def unpack_record(packed: bytes) -> JobRecord | None:
         if not words or words[0] != VERSION:
             return None
         fields = dict(zip(_PACKED, words[1:], strict=False))
-        return msgspec.convert({**fields, "run": get_run_id(str(fields.get("id", "")))}, JobRecord)
+        record = msgspec.convert({**fields, "run": get_run_id(str(fields.get("id", "")))}, JobRecord)
     except (ValueError, RecursionError):
         return None
+    return mask_record(record) if record.error_message or record.reason else record
+
+
+def mask_record(record: JobRecord) -> JobRecord:
+    """Return a record without passwords in its error: an older version has kept those that the text assigns."""
+    return msgspec.structs.replace(
+        record, error_message=mask_lines(record.error_message), reason=mask_lines(record.reason)
+    )

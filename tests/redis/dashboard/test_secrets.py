@@ -17,6 +17,15 @@ from tests.story.cli.commands import celery5
 
 SECRET = "hunter2"
 """What nobody may read."""
+TEXTS = (
+    f"ledger at https://ann:{SECRET}@ledger.example refused 11 api_key={SECRET}",
+    f"refused, token: {SECRET}",
+    f"refused Authorization: Bearer {SECRET}",
+    f'refused {{"user": "ann", "password": "{SECRET}"}}',
+    f'it\'s refused: {{"private_key": "{SECRET}"}}',
+    f"refused:\n  client_secret={SECRET}\n  by the ledger",
+)
+"""Texts of one error, each with a password in another form."""
 SOURCE = "# SOURCE"
 """Ends the lines of source that viewers may not read."""
 
@@ -36,6 +45,10 @@ def declare(app: App) -> None:
         if user == "eve":
             raise ValueError(f"refused: password={password!r} at {url}")  # SOURCE
         return {"user": user, "token": password, "url": url}
+
+    @app.task(name="refuse", retry_policy=RetryPolicy(max_retries=1, backoff=0.01))
+    async def refuse(text: int) -> None:
+        raise ConnectionError(TEXTS[text])
 
     @app.task(name="later")
     async def later(user: str, password: str) -> None: ...
@@ -73,9 +86,11 @@ async def fill(app: App) -> dict[str, str]:
     run: Any = await cast("Any", chain)(
         tasks["sign-in"].s("eve", SECRET, url, options), tasks["later"].partial("x")
     ).astart(id="run-1")
+    refused = {f"refused {text}": (await tasks["refuse"].adelay(text)).id for text in range(len(TEXTS))}
     for stream in ("orders", "parked"):
         await app.streams[stream].asend(Order("bob", SECRET))
     return {
+        **refused,
         "dead": dead.id,
         "named": named.id,
         "done": done.id,
@@ -92,7 +107,7 @@ async def until_filled(app: App, ids: dict[str, str]) -> None:
         details = await app.afind(ids["stuck"])
         groups = {group.group: group for state in await app.streams.ainfo() for group in state.groups}
         return (
-            (await app.ainfo()).dead == 3
+            (await app.ainfo()).dead == 3 + len(TEXTS)
             and details is not None
             and details.progress is not None
             and groups["bill"].dead == 1
@@ -135,6 +150,10 @@ def list_pages(app: App, ids: dict[str, str]) -> list[str]:
         "streams/parked/park",
         f"workflows/{ids['run']}",
         "tasks/sign-in",
+        "",
+        "tasks",
+        "tasks/refuse",
+        "dead?task=refuse",
         "audit",
         "schedules",
         "workers/one",
@@ -149,6 +168,9 @@ app = App({name!r}, broker={url!r})
 
 @app.task(name="sign-in")
 async def sign_in(user, password, url, options): ...
+
+@app.task(name="refuse")
+async def refuse(text): ...
 
 @app.task(name="later")
 async def later(user, password): ...
@@ -169,7 +191,9 @@ COMMANDS = (
     "stream tail orders",
     "stream parked parked park",
     "stream show parked",
+    "task search",
     "task search --json",
+    "task search --task refuse --json",
     "workflow list",
     "workflow show run-1",
     "worker active",

@@ -179,7 +179,7 @@ async def test_attempts_are_linked_to_the_creation_and_to_the_one_before(
 
     @app.task(max_retries=2)
     async def fail() -> None:
-        raise LookupError("no such order")
+        raise LookupError("no such order, api_key=hush")
 
     async with working(app):
         with pytest.raises(TaskFailed):
@@ -194,8 +194,12 @@ async def test_attempts_are_linked_to_the_creation_and_to_the_one_before(
     for span in (first, second, third):
         assert span.attributes["error.type"] == "LookupError"
         assert span.status.status_code.name == "ERROR"
-        assert span.status.description == "no such order"
-        assert span.events[0].attributes["exception.type"] == "LookupError"
+        assert span.status.description == "no such order, api_key=***"
+        recorded = span.events[0].attributes
+        assert recorded["exception.type"] == "LookupError"
+        assert recorded["exception.message"] == "no such order, api_key=***"
+        assert "in fail" in recorded["exception.stacktrace"]
+        assert "hush" not in recorded["exception.stacktrace"]
 
 
 async def test_a_job_that_is_not_sampled_makes_no_span_and_passes_the_flag_on(
