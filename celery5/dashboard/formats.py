@@ -12,6 +12,7 @@ from urllib.parse import quote
 import msgspec
 from markupsafe import Markup
 
+from celery5.errors import Misconfigured
 from celery5.protocol.byte_counts import format_bytes
 from celery5.protocol.counts import format_count
 from celery5.protocol.durations import format_age, format_duration
@@ -20,6 +21,7 @@ from celery5.protocol.job.messages import MAX_DEPTH, is_nested_deeper
 from celery5.protocol.masking import escape_text
 from celery5.protocol.observability import overview
 from celery5.protocol.scaling.resource_budget import read_use, show_use
+from celery5.protocol.text_values import parse_seconds
 
 MAX_ODD_VALUE = 40
 """Characters of a value that is no number, time or size although it should be."""
@@ -130,6 +132,14 @@ def encode_name(name: str) -> str:
     return quote(name, safe="" if _DOTS.search(name) else "/")
 
 
+def is_span(text: str, seconds: str) -> bool:
+    """Return whether a span of time in an address, such as `1h`, has this many seconds."""
+    try:
+        return parse_seconds(text) == float(seconds)
+    except Misconfigured:
+        return False
+
+
 def _show_arguments(arguments: Any, separator: str = ", ") -> str:
     if not isinstance(arguments, Mapping):
         raise TypeError("no arguments by name")
@@ -158,6 +168,7 @@ _FILTERS: Mapping[str, Callable[..., Any]] = {
     "json": format_json,
     "value": format_value,
     "urlencode": encode_name,
+    "is_span": is_span,
 }
 FILTERS: Mapping[str, Callable[..., Any]] = {name: _make_total(show) for name, show in _FILTERS.items()}
 """The filters of the templates, by name."""

@@ -255,6 +255,27 @@ async def test_several_applications_are_on_one_page_and_an_unreachable_broker_is
         assert (await client.get("/nowhere/queues")).status_code == 404
 
 
+@pytest.mark.parametrize(
+    ("since", "label"),
+    [
+        ("", "1 h"),
+        ("3600", "1 h"),
+        ("1h", "1 h"),
+        ("60m", "1 h"),
+        ("6h", "6 h"),
+        ("900", "15 min"),
+        ("2h", None),
+    ],
+)
+async def test_the_chosen_span_of_time_is_marked_however_it_is_written(
+    app: App, since: str, label: str | None
+) -> None:
+    async with browsing(app) as client:
+        page = (await client.get(f"/{app.name}/tasks", params={"since": since} if since else {})).text
+        marked = re.findall(r'since=\d+" aria-current="true">([^<]+)<', page)
+        assert marked == ([] if label is None else [label])
+
+
 async def test_the_audit_trail_goes_on_on_the_next_page(app: App) -> None:
     for number in range(5):
         await app.alerts.asilence("no-workers", seconds=60, why=f"test {number}")
