@@ -143,7 +143,11 @@ def _tell_attempt(attempt: JobRecord, traceback: str) -> Iterator[StoryLine]:
         ran += "" if attempt.waited is None else f", after {format_duration(attempt.waited)} for other code"
     why = f": {attempt.error or attempt.reason}" if attempt.error or attempt.reason else ""
     verb, tone = _ENDS.get(attempt.state, (f"ended as {attempt.state}", ""))
-    yield StoryLine(attempt.ended, f"{name} {verb}{ran}{why}", tone, traceback)
+    again = ""
+    if attempt.state == JobState.RETRY.value:
+        delay = "" if attempt.delay is None else f" in {format_duration(attempt.delay)}"
+        again = f", to be tried again{delay}"
+    yield StoryLine(attempt.ended, f"{name} {verb}{ran}{again}{why}", tone, traceback)
 
 
 def _tell_failure(failure: Failure) -> StoryLine:
@@ -193,7 +197,7 @@ def _tell_now(job: JobDetails, now: float) -> Iterator[StoryLine]:
 
 _ENDS = {
     "SUCCESS": ("succeeded", ""),
-    "RETRY": ("failed, to be tried again", "warn"),
+    "RETRY": ("failed", "warn"),
     "DEAD": ("failed for good", "bad"),
     "REVOKED": ("was revoked", "warn"),
     "EXPIRED": ("expired before it began", "warn"),

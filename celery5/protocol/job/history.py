@@ -106,6 +106,8 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     # An attempt after which it was dead, and it is not in its dead-letter queue any more: it was replayed, or purged.
     # Only searches know it.
     has_left: bool = False
+    # Seconds from its end until the next attempt is due; None: there is none, or it is not known.
+    delay: float | None = None
 
     @property
     def at(self) -> float:
@@ -286,6 +288,7 @@ def make_attempt_record(
         # While all slots are taken, jobs without a limit wait in lists, too, and come from there with an empty rule.
         limit=delivery.rule.task if delivery.rule is not None and delivery.rule.has_limit else "",
         kept=kept,
+        delay=verdict.delay if isinstance(verdict, RetryVerdict | Postpone) else None,
         **{**fields, **_read_failure(failure)},
     )
 

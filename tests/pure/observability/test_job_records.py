@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from msgspec import Raw, json
 
 from celery5 import App
+from celery5.dashboard.pages.jobs import tell_story
 from celery5.errors import Misconfigured
 from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.job.history import (
@@ -28,11 +29,11 @@ from celery5.protocol.job.history import (
     shorten_arguments,
     unpack_record,
 )
-from celery5.protocol.job.messages import Command
+from celery5.protocol.job.messages import Command, Failure, encode
 from celery5.protocol.job.search import SearchPosition, make_job_query, read_cursor
 from celery5.protocol.job.states import JobState
 from celery5.protocol.job.story import JobInspection, add_attempts, make_job_details
-from celery5.protocol.job.verdict import Complete
+from celery5.protocol.job.verdict import Complete, RetryVerdict
 from celery5.protocol.limits import AdmissionRule, Rate
 from celery5.protocol.observability import ended_jobs
 from celery5.protocol.observability.ended_jobs import BATCH, EndedJobs, SuccessWatch
@@ -326,3 +327,21 @@ def test_an_attempt_of_a_task_without_a_limit_names_none(rule: AdmissionRule | N
     delivery.finish(1_800_000_002.0)
     made = make_attempt_record(delivery, Complete(b"1"), NO_SHAPE, worker="w", waited=1.0, kept="sample")
     assert made.limit == limit
+
+
+def test_a_retried_attempt_says_how_long_it_ran_and_when_it_is_tried_again() -> None:
+    delivery = Delivery("till", b"1800000000000-0", b"", command=Command(v=1, id="a", task="shop.pay"))
+    delivery.start(1_800_000_001.0)
+    delivery.finish(1_800_000_001.5)
+    verdict = RetryVerdict(delay=2.0, failure=Failure("ValueError", "no"))
+    made = make_attempt_record(delivery, verdict, NO_SHAPE, worker="w", waited=1.0, kept="failure")
+    record = unpack_record(pack_record(made))
+    assert record is not None
+    details = make_job_details(
+        "a", "till", JobInspection(place="R", message=encode(Command(v=1, id="a", task="t")), document=b"")
+    )
+    story = add_attempts(details, [record])
+    assert story is not None
+    lines = [line.text for line in tell_story(story, 1_800_000_002.0)]
+    assert "attempt 1 began on w after 1 s on the queue" in lines
+    assert "attempt 1 failed after 500 ms, to be tried again in 2 s: ValueError: no" in lines
