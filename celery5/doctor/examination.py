@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from celery5.broker.keys import Keys
 from celery5.doctor.broker_checks import BrokerChecks
 from celery5.doctor.host_checks import HostChecks
-from celery5.errors import BrokerUnavailable, CeleryError
+from celery5.errors import BrokerDenied, BrokerUnavailable, CeleryError
 from celery5.protocol.health.broker_diagnosis import Finding
 from celery5.protocol.masking import get_error_text
 from celery5.protocol.observability.storage import describe_filling
@@ -144,7 +144,9 @@ def _unless_unreachable(broker: BrokerChecks, check: Callable[[], Finding]) -> F
 def _describe_skipped(names: Sequence[str]) -> Finding:
     """Return the one finding on the checks that were left out."""
     why = f"{', '.join(names)}: the broker cannot be used"
-    return Finding(SKIPPED, "warn", why, "end what `server` reports, then run this again", tuple(names))
+    return Finding(
+        SKIPPED, "warn", why, "do what is written below `server`, then: celery5 doctor", tuple(names)
+    )
 
 
 def _run_within(check: DoctorCheck, limit: float) -> Finding:
@@ -168,6 +170,11 @@ def _choose_remedy(error: CeleryError) -> str:
     is_refused = isinstance(cause, OSError) and not isinstance(cause, TimeoutError | ssl.SSLError)
     if type(error) is BrokerUnavailable and is_refused:  # nothing listens there, or the host is not known
         return "start it, or set CELERY5_BROKER; celery5 docs brokers"
+    if type(error) is BrokerDenied and "password" in str(error):
+        return (
+            "set the right password in CELERY5_BROKER, or give back the old one beside the new one: "
+            'redis-cli ACL SETUSER USER ">OLD"; celery5 docs on-call'
+        )
     return "see celery5 docs doctor"
 
 

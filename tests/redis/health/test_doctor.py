@@ -472,5 +472,14 @@ def test_what_an_unreachable_broker_left_out_is_named_once_with_one_remedy(
     assert {*left_out.skipped} == {*names} - {finding.check for finding in found}
     assert {"memory", "latency", "workers", "alerts"} <= {*left_out.skipped}
     assert left_out.summary == f"{', '.join(left_out.skipped)}: the broker cannot be used"
-    assert left_out.remedy == "end what `server` reports, then run this again"
+    assert left_out.remedy == "do what is written below `server`, then: celery5 doctor"
     assert not any("not looked at" in finding.summary or finding.remedy == "see above" for finding in found)
+
+
+def test_a_refused_password_has_the_command_that_gives_it_back(
+    own_server: EmbeddedServer, app_name: str
+) -> None:
+    with closing(App(app_name, broker=own_server.url.replace("unix://", "unix://shop:wrong@"))) as app:
+        found = {finding.check: finding for finding in run_checks(get_checks(app))}
+    assert "password" in found["server"].summary
+    assert 'redis-cli ACL SETUSER USER ">OLD"' in found["server"].remedy
