@@ -17,8 +17,8 @@ from celery5.protocol.health.server_refusals import READ_ONLY, REFUSALS, get_ref
 class _Outage:
     """One outage: when it began, and which connections and calls it has affected."""
 
-    def __init__(self, *, is_explained: bool) -> None:
-        self.began = time.monotonic()
+    def __init__(self, *, began: float, is_explained: bool) -> None:
+        self.began = began
         # Whether another line says why connections are lost.
         self.is_explained = is_explained
         # Connections that are lost now, and how often one was lost in all.
@@ -26,7 +26,7 @@ class _Outage:
         self.lost = 0
         # Calls that may or may not have run, and calls that are sent again.
         self.failed = 0
-        self.requeued = 0
+        self.resent = 0
 
 
 class LostConnections:
@@ -45,18 +45,20 @@ class LostConnections:
         # Brokers of which an error was logged since they were reachable.
         self._escalated: set[str] = set()
 
-    def record_loss(self, where: str, why: str, *, failed: int, requeued: int) -> None:
-        """Record that a connection to the broker at `where` was lost."""
+    def record_loss(self, where: str, why: str, *, failed: int, resent: int, silence: float = 0.0) -> None:
+        """Record that a connection to the broker at `where` was lost, which had not answered for `silence` seconds."""
+        began = time.monotonic() - silence
         if where not in self._outages:
             is_explained = (where, READ_ONLY) in self._refusing  # each refused write ends a connection
-            self._outages[where] = _Outage(is_explained=is_explained)
+            self._outages[where] = _Outage(began=began, is_explained=is_explained)
             level = "debug" if is_explained else "warning"
             self._write("broker:disconnected", level, where=where, why=why)
         outage = self._outages[where]
+        outage.began = min(outage.began, began)
         outage.down += 1
         outage.lost += 1
         outage.failed += failed
-        outage.requeued += requeued
+        outage.resent += resent
 
     def record_end(self, where: str) -> None:
         """Record that a lost connection will not be made again, since its user has ended."""
@@ -80,7 +82,7 @@ class LostConnections:
                 after=round(time.monotonic() - outage.began, 1),
                 connections=outage.lost,
                 failed=outage.failed,
-                requeued=outage.requeued,
+                resent=outage.resent,
             )
 
     def record_refused_connection(self, where: str, why: str) -> None:

@@ -233,7 +233,7 @@ _LINK_EVENTS: dict[type, tuple[str, Level]] = {
     BreakerClosed: ("redis:breaker-closed", "debug"),
 }
 """The names and levels of link events in the log. Events that follow from an outage are at level debug instead."""
-_HIDDEN_FIELDS = ("broker", "is_error", "is_refused", "is_return")
+_HIDDEN_FIELDS = ("broker", "is_error", "is_refused", "is_return", "silence")
 """Fields of link events that decide what is logged, and are not logged themselves."""
 
 
@@ -275,7 +275,13 @@ class ConnectionLog:
                 outages.record_connection(broker, is_return=event.is_return)
                 return is_first
             case LinkLost():
-                outages.record_loss(event.where, event.reason, failed=event.failed, requeued=event.requeued)
+                outages.record_loss(
+                    event.where,
+                    event.reason,
+                    failed=event.failed,
+                    resent=event.resent,
+                    silence=event.silence,
+                )
             case LinkConnectFailed(is_refused=True):
                 outages.record_refused_connection(event.where, event.reason)
             case BreakerOpened():

@@ -49,7 +49,7 @@ class Leadership:
         self._now = clock
         self._state = LeadershipState(name=worker)
         self._changed = trio.Event()
-        self._outages = OutageLog(log, "leadership:interrupted", hint=_UNHEARD)
+        self._outages = OutageLog(log, "leadership:interrupted", "leadership:resumed", hint=_UNHEARD)
         self._resigned = False
 
     @property

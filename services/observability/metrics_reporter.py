@@ -213,7 +213,7 @@ class MetricsReporter:
                     self._log.event(
                         "history:write-failed",
                         "debug" if self._log.lost_connections.explains(error) else "warning",
-                        why=describe_error(error, MAX_ERROR_LENGTH),
+                        why=_describe(error),
                     )
                 return
             self._failing.discard("history")
@@ -227,7 +227,7 @@ class MetricsReporter:
         except BaseException as error:  # the user's code, or a network
             reraise_cancellation(error)
             self._note(name, error)
-            succeeded, why = False, describe_error(error, MAX_ERROR_LENGTH)
+            succeeded, why = False, _describe(error)
         else:
             self._failing.discard(name)
             succeeded = True
@@ -242,5 +242,12 @@ class MetricsReporter:
                 "metrics:report-failed",
                 "debug" if self._log.lost_connections.explains(error) else "warning",
                 to=name,
-                why=describe_error(error, MAX_ERROR_LENGTH),
+                why=_describe(error),
             )
+
+
+def _describe(error: BaseException) -> str:
+    """Return an error in words: that of a time limit has none."""
+    if isinstance(error, trio.TooSlowError) and not str(error):
+        return f"no answer within {SEND_TIMEOUT:g} s"
+    return describe_error(error, MAX_ERROR_LENGTH)

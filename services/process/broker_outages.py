@@ -47,6 +47,7 @@ class OutageLog:
         interrupted_event: The log event of the first error of an outage.
         resumed_event: The log event of the recovery; None to log none.
         level: The level of `interrupted_event`.
+        hint: The field `hint` of `interrupted_event`; '' for none.
         logs_repeats: Whether the further errors of an outage are logged, too, at level debug.
         fields: Further fields of both lines.
     """
@@ -58,6 +59,7 @@ class OutageLog:
         resumed_event: str | None = None,
         *,
         level: Level = "warning",
+        hint: str = "",
         logs_repeats: bool = False,
         **fields: Any,
     ) -> None:
@@ -65,6 +67,7 @@ class OutageLog:
         self._interrupted_event = interrupted_event
         self._resumed_event = resumed_event
         self._level: Level = level
+        self._hint = {"hint": hint} if hint else {}
         self._logs_repeats = logs_repeats
         self._fields = fields
         self._since: float | None = None
@@ -82,7 +85,7 @@ class OutageLog:
             self._is_explained = is_explained
         if is_first or self._logs_repeats:
             level: Level = self._level if is_first and not is_explained else "debug"
-            self._log.event(self._interrupted_event, level, why=str(error), **self._fields)
+            self._log.event(self._interrupted_event, level, why=str(error), **self._fields, **self._hint)
 
     def record_recovery(self) -> None:
         """Log the end of an outage, if there was one."""

@@ -39,7 +39,7 @@ COMPUTED = {
 """What stands for `{}` in names that the code puts together."""
 LEVEL_FIELD = "is_error"
 """A field of an event about a connection: where it is true, the level is error."""
-HIDDEN_FIELDS = {"broker", "is_error", "is_refused", "is_return"}
+HIDDEN_FIELDS = {"broker", "is_error", "is_refused", "is_return", "silence"}
 """Fields of events about connections that are not logged."""
 WRAPPER_FIELDS = {
     "celery5/tasks/sections.py": ("job", "task", "attempt", "trace", "section", "error"),
@@ -169,7 +169,8 @@ def _add_call(
         for argument, level, extra in zip(call.args[1:], levels, ("why", "after"), strict=False):
             for name in _list_names(argument):
                 events.setdefault(name, LoggedEvent(name)).levels.update(level)
-                events[name].fields |= {extra, *_list_fields(call)} - {"level", "logs_repeats"}
+                unlogged = {"level", "logs_repeats"} | ({"hint"} if extra == "after" else set())
+                events[name].fields |= {extra, *_list_fields(call)} - unlogged
         return
     if function == "last_try":
         for name in _list_names(call.args[1]):

@@ -66,14 +66,16 @@ class LinkConnectFailed(msgspec.Struct, frozen=True):
 class LinkLost(msgspec.Struct, frozen=True):
     """A working connection ended.
 
-    `failed` calls may or may not have run; `requeued` calls wait for the next connection.
+    `failed` calls may or may not have run; `resent` calls are sent again over the next connection. A call that was sent
+    had waited for its answer for `silence` seconds.
     """
 
     link: str
     where: str
     reason: str
     failed: int
-    requeued: int
+    resent: int
+    silence: float = 0.0
 
 
 class LinkEnded(msgspec.Struct, frozen=True):
@@ -504,9 +506,10 @@ class Link:
             self._scope = None
             self.connected = False
             await transport.aclose()
+        silence = self._get_silence()
         failed, kept = self.pipeline.disconnect(self._reason)
         self._is_lost, self._last_failure = True, self._reason
-        self._watch(LinkLost(self.name, self.where, self._reason, failed, kept))
+        self._watch(LinkLost(self.name, self.where, self._reason, failed, kept, silence))
 
     async def _until_broken(self, work: Callable[..., Awaitable[None]], *args: object) -> None:
         try:
@@ -590,10 +593,14 @@ class Link:
             group.links.discard(self)
 
     def _is_reply_late(self) -> bool:
+        return self._get_silence() >= LATE_REPLY
+
+    def _get_silence(self) -> float:
+        """Return for how many seconds the reply to the oldest call has been missing; 0 if none is."""
         if not self.pipeline.inflight:
-            return False
+            return 0.0
         expected = self._reply_due(self.pipeline.inflight[0]) - self.timing.reply
-        return trio.current_time() >= expected + LATE_REPLY
+        return max(trio.current_time() - expected, 0.0)
 
     def _get_next_check(self, now: float) -> float:
         pipeline = self.pipeline

@@ -472,7 +472,7 @@ class _Watch:
             self._observation, self._beat_at = observe_heartbeat(now()), now()
             if not self._unreachable:
                 self._unreachable = broker.masked_url
-                self._log.lost_connections.record_loss(self._unreachable, str(error), failed=0, requeued=0)
+                self._log.lost_connections.record_loss(self._unreachable, str(error), failed=0, resent=0)
         elif error is None and self._unreachable:
             self._log.lost_connections.record_connection(self._unreachable, is_return=True)
             self._unreachable = ""

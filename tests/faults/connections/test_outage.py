@@ -109,7 +109,9 @@ async def test_a_stalled_server_fails_the_call_in_time_and_is_used_again_when_it
     await until(lambda: link.connected)
     await until(lambda: proxy.seen[b"INCR"] == 1)
     assert await link.perform(get(app_name)) in {None, b"1"}
-    assert any(isinstance(event, LinkLost) and event.failed == 1 for event in events)
+    (lost,) = [event for event in events if isinstance(event, LinkLost)]
+    assert lost.failed == 1
+    assert lost.silence >= 0.14, "from when the call was sent"
 
 
 async def test_a_silent_dead_connection_is_noticed_although_nobody_calls(

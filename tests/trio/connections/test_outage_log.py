@@ -101,7 +101,7 @@ async def test_service_errors_are_at_debug_only_during_a_logged_outage() -> None
     waits = OutageLog(log, "admission:interrupted", "admission:resumed")
     lost = log.lost_connections
     with Lines() as lines:
-        lost.record_loss("redis://a", "it was cut off", failed=1, requeued=2)
+        lost.record_loss("redis://a", "it was cut off", failed=1, resent=2)
         waits.record_error(BrokerUnavailable("broker redis://a cannot be reached"))
         waits.record_recovery()
         waits.record_error(BrokerUnavailable("broker redis://a cannot be reached"))
@@ -192,7 +192,7 @@ async def test_refused_login_explains_the_errors_of_services_from_then_on() -> N
     denied = BrokerDenied("broker redis://a refuses this user or password")
     lost.record_refused_connection("redis://a", "why")
     assert not lost.explains(denied), "no connection is lost"
-    lost.record_loss("redis://a", "it was cut off", failed=0, requeued=0)
+    lost.record_loss("redis://a", "it was cut off", failed=0, resent=0)
     assert not lost.explains(denied)
     with Lines() as lines:
         lost.record_refused_connection("redis://a", "why")
@@ -209,17 +209,39 @@ async def test_outage_ends_when_each_lost_connection_is_back_or_closed() -> None
     lost = log.lost_connections
     with Lines() as lines:
         for failed in (1, 2, 3):
-            lost.record_loss("redis://a", "it was cut off", failed=failed, requeued=1)
+            lost.record_loss("redis://a", "it was cut off", failed=failed, resent=1)
         lost.record_connection("redis://a", is_return=True)
         lost.record_connection("redis://b", is_return=True)
         lost.record_end("redis://a")
         log.event("worker:stopped")  # until here it goes on
         lost.record_connection("redis://a", is_return=True)
-        lost.record_loss("redis://a", "it was cut off", failed=0, requeued=0)
+        lost.record_loss("redis://a", "it was cut off", failed=0, resent=0)
         lost.record_end("redis://a")
         lost.record_connection("redis://a", is_return=False)  # of what follows on what has ended
     stopped, (first, second) = lines.of("worker:stopped")[0], lines.of("broker:reconnected")
     assert stopped["timestamp"] <= first["timestamp"] <= second["timestamp"]
-    assert (first["connections"], first["failed"], first["requeued"]) == (3, 6, 3)
+    assert (first["connections"], first["failed"], first["resent"]) == (3, 6, 3)
     assert (second["connections"], second["failed"]) == (1, 0)
     assert len(lines.of("broker:disconnected")) == 2
+
+
+async def test_outage_begins_with_the_first_call_that_had_no_answer() -> None:
+    log = ConnectionLog(log=Log(worker="one", app="shop"))
+    with Lines() as lines:
+        log(LinkLost("reads", "redis://a", "no answer", 0, 0, 2.0))
+        log(LinkLost("control", "redis://a", "no answer", 1, 0, 12.0))
+        for link in ("reads", "control"):
+            log(LinkConnected(link, "redis://a", "redis", "8", 1, "redis://a", is_return=True))
+    (line,) = lines.of("broker:reconnected")
+    assert line["after"] == 12.0
+
+
+async def test_hint_of_an_interruption_is_not_on_the_line_of_its_end() -> None:
+    outages = OutageLog(
+        Log(worker="one", app="shop"), "leadership:interrupted", "leadership:resumed", hint="h"
+    )
+    with Lines() as lines:
+        outages.record_error(BrokerUnavailable("no answer within 5 s"))
+        outages.record_recovery()
+    assert [line["hint"] for line in lines.of("leadership:interrupted")] == ["h"]
+    assert [("after" in line, "hint" in line) for line in lines.of("leadership:resumed")] == [(True, False)]

@@ -13,10 +13,11 @@ from celery5.broker.call import Call
 from celery5.broker.calls.observability import RollupTurn
 from celery5.broker.keys import Keys
 from celery5.errors import BrokerDenied, BrokerError, BrokerReplied, BrokerUnavailable
-from celery5.logs.log import NullLog
+from celery5.logs.log import Log, NullLog
 from celery5.services.health.vitals import ProcessStatus
 from celery5.services.observability.history_rollup import HistoryRollup
 from celery5.services.observability.metrics_reporter import MetricsReporter
+from tests.redis.worker.workers import Lines
 
 INTERVAL = 600.0
 REPLIES = {"send_report": True, "claim_rollup": RollupTurn(is_own=False, cursor="", now=0.0)}
@@ -50,7 +51,16 @@ class Redis:
         return [await self.perform(call) for call in calls]
 
 
-def make_reporter(redis: Redis, status: ProcessStatus | None = None) -> MetricsReporter:
+class HangingRedis(Redis):
+    """A Redis that never answers."""
+
+    async def perform(self, call: Call[Any], /) -> Any:
+        await trio.sleep_forever()
+
+
+def make_reporter(
+    redis: Redis, status: ProcessStatus | None = None, log: Log | None = None
+) -> MetricsReporter:
     return MetricsReporter(
         default_redis=redis,
         keys=Keys("shop"),
@@ -59,7 +69,7 @@ def make_reporter(redis: Redis, status: ProcessStatus | None = None) -> MetricsR
         metrics_interval=INTERVAL,
         guarded_outlets=(),
         history_limit=0,
-        log=NullLog(),
+        log=log or NullLog(),
     )
 
 
@@ -163,3 +173,12 @@ async def test_report_that_redis_refuses_for_good_waits_for_the_next_interval(
     await nursery.start(make_reporter(redis).run)
     await trio.sleep(2 * INTERVAL + 30)
     assert len(redis.failed["send_report"]) == 2
+
+
+async def test_report_that_has_no_answer_is_logged_in_words(
+    autojump_clock: MockClock, nursery: trio.Nursery
+) -> None:
+    with Lines() as lines:
+        await nursery.start(make_reporter(HangingRedis(), log=Log(worker="one", app="shop")).run)
+        await trio.sleep(INTERVAL + 30)
+    assert [line["why"] for line in lines.of("metrics:report-failed")] == ["no answer within 5 s"]
