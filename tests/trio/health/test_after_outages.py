@@ -14,6 +14,7 @@ from celery5.broker.calls.observability import RollupTurn
 from celery5.broker.keys import Keys
 from celery5.errors import BrokerDenied, BrokerError, BrokerReplied, BrokerUnavailable
 from celery5.logs.log import Log, NullLog
+from celery5.protocol.process import wake_ups
 from celery5.services.health.vitals import ProcessStatus
 from celery5.services.observability.history_rollup import HistoryRollup
 from celery5.services.observability.metrics_reporter import MetricsReporter
@@ -26,6 +27,12 @@ OUTAGES = [
     BrokerReplied("OOM command not allowed", code="OOM"),
     BrokerDenied("WRONGPASS"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def no_shift(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Timers fire at whole intervals, whatever the number of this process."""
+    monkeypatch.setattr(wake_ups, "_MAX_SHIFT", 1)
 
 
 class Redis:
