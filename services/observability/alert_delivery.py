@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import ClassVar, NamedTuple
 
 import msgspec
@@ -11,6 +12,7 @@ from celery5.broker.calls import alerts as calls
 from celery5.broker.calls.alerts import WaitingNotification
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys
+from celery5.errors import BrokerError
 from celery5.health.circuit_breaker import CircuitBreaker
 from celery5.logs.log import Log
 from celery5.observability import webhook as webhooks
@@ -24,6 +26,8 @@ from celery5.services.process.broker_outages import OutageLog
 
 DELIVERY_TIMEOUT = 10.0
 """Seconds that one try may take."""
+LAST_TIMEOUT = 2.0
+"""Seconds that it may take to note what was logged, while the process stops."""
 ROUND_TIMEOUT = 30.0
 """Seconds after which no further notification of a round is begun, so that new ones are logged in time."""
 RETRY_DELAYS = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -93,9 +97,13 @@ class AlertDelivery:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Deliver until cancelled."""
         task_status.started()
-        async for _ in self._evaluated:
-            with self._outages.suppressing():
-                await self._deliver()
+        try:
+            async for _ in self._evaluated:
+                with self._outages.suppressing():
+                    await self._deliver()
+        finally:
+            with trio.move_on_after(LAST_TIMEOUT, shield=True), suppress(BrokerError):
+                await self._note_logged()
 
     async def _deliver(self) -> None:
         """Log what was not logged, then send what waits, but for what fails or is not due, and what is behind it."""
@@ -208,17 +216,22 @@ class AlertDelivery:
     async def _log_new(self, waiting: Sequence[WaitingNotification]) -> str:
         """Log what nobody has logged; return the last notification that counts as logged in Redis.
 
-        That it is logged is stored a round later: a process that is killed takes the lines with it that its log has
-        not written yet, and then another process logs them.
+        That it is logged is stored a round later, or when the process ends in order: one that is killed takes the lines
+        with it that its log has not written yet, and then another process logs them.
         """
-        stored = await self._redis.perform(calls.read_logged(self._keys))
-        if _split_id(self._logged) > _split_id(stored):
-            await self._redis.perform(calls.set_logged(self._keys, self._logged))
-            stored = self._logged
+        stored = await self._note_logged()
         for undelivered in waiting:
             if undelivered.transition is not None and _split_id(undelivered.id) > _split_id(stored):
                 self._log_transition(undelivered.transition)
                 self._logged = undelivered.id
+        return stored
+
+    async def _note_logged(self) -> str:
+        """Note in Redis what this process has logged; return the last notification that counts as logged there."""
+        stored = await self._redis.perform(calls.read_logged(self._keys))
+        if _split_id(self._logged) > _split_id(stored):
+            await self._redis.perform(calls.set_logged(self._keys, self._logged))
+            stored = self._logged
         return stored
 
     def _log_transition(self, transition: AlertTransition) -> None:

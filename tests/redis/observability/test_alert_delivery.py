@@ -6,7 +6,7 @@ import pytest
 import redis
 
 from celery5 import App
-from celery5.broker.calls.alerts import read_outbox
+from celery5.broker.calls.alerts import read_logged, read_outbox
 from celery5.observability import UndeliveredNotification, WebhookRefused, no_workers
 from celery5.protocol.health.breaker import BreakerPolicy
 from celery5.services.observability import alert_delivery
@@ -104,6 +104,18 @@ async def test_a_refused_notification_holds_up_no_alert_of_another_subject(app: 
 async def is_undelivered(app: App, subjects: set[str]) -> bool:
     """Whether the webhook has not taken the notifications of these subjects."""
     return set(await get_undelivered(app)) == subjects
+
+
+async def test_what_a_process_has_logged_before_it_ends_in_order_no_other_logs_again(app: App) -> None:
+    with Receiver() as receiver, Lines() as lines:
+        work = use(app, receiver)
+        receiver.status = 0  # no second round, in which it would be noted
+        await work.adelay()
+        async with working(app, queues=["default"]):
+            await until(lambda: bool(lines.of("alert:fired")))
+        (waiting,) = await app.aperform(read_outbox(app.keys))
+        assert await app.aperform(read_logged(app.keys)) == waiting.id
+        receiver.hung.set()
 
 
 async def test_notifications_of_one_alert_stay_in_order_and_are_forgotten_once_taken(
