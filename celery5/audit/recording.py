@@ -138,7 +138,7 @@ async def _write(app: "Application", redis: AsyncDriver, **fields: Any) -> None:
         source=entry.source,
         action=entry.action,
         target=entry.target,
-        filter=entry.filter,
+        filter={name: value for name, value in entry.filter.items() if value not in ("", None, [], ())},
         count=entry.count,
         outcome=entry.outcome,
     )

@@ -179,7 +179,10 @@ async def test_each_action_is_a_line_of_the_log(app: App, redis_client: "redis.R
         "done",
         "python",
     )
-    assert line["who"] == (await app.audit.alist())[0].who
+    (entry,) = await app.audit.alist()
+    assert line["who"] == entry.who
+    assert "" in entry.filter.values()
+    assert "" not in line["filter"].values(), "a line of the log has no fields that say nothing"
 
 
 def test_what_changes_nothing_has_no_entry(app: App, redis_client: "redis.Redis") -> None:
