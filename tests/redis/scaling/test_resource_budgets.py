@@ -432,7 +432,7 @@ async def test_a_task_that_waits_for_a_resource_is_named_on_every_surface(url: s
 class Loaded:
     """An application that a command need not load."""
 
-    name = ""
+    name = app_name = other = ""
 
     def __init__(self, app: App) -> None:
         self._app = app
