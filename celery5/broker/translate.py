@@ -54,8 +54,8 @@ _DENIED_IN_SCRIPT = re.compile(r"ACL failure in script:|The user executing the s
 _NAMED_COMMAND = re.compile(r"run the '([^']{1,40})' command")
 _PLACE_IN_SCRIPT = re.compile(r"@user_script: ?(\d+)")
 _DENIED = {
-    "NOAUTH": "wants a password: put user and password into the broker URL",
-    "WRONGPASS": "refuses this user or password: check both in the broker URL",
+    "NOAUTH": "wants a password; put user and password into the broker URL",
+    "WRONGPASS": "refuses this user or password; check both in the broker URL",
     "NOPERM": "does not permit this to the user: extend the user's ACL as `celery5 acl` says",
     "DENIED": "is in protected mode: set a password, or bind it to an address",
 }

@@ -193,7 +193,7 @@ class Guard:
             detail = (
                 "this token is not valid"
                 if read_bearer(request)
-                else "sign in, or send a token: Authorization: Bearer TOKEN"
+                else "sign in, or send a token in the header Authorization, after the word Bearer"
             )
             body = {"status": 401, "title": "Unauthorized", "detail": detail}
             headers = {"www-authenticate": "Bearer"}

@@ -123,5 +123,5 @@ def _connect(scheme: str, host: str, port: int | None) -> http.client.HTTPConnec
 def parse_webhook(url: str, secret: str) -> AlertWebhook:
     """Return where notifications are sent. Raises Misconfigured."""
     if not secret:
-        raise Misconfigured(f"alert_webhook needs alert_webhook_secret: {SECRET_HINT}")
+        raise Misconfigured(f"alert_webhook needs alert_webhook_secret; {SECRET_HINT}")
     return AlertWebhook(check_webhook_url(url), parse_webhook_secret(secret))

@@ -57,7 +57,7 @@ _ERROR_HINTS = (
     ),
     (
         "Permission denied",
-        "ssh may not log in without a password: give it a key that the host accepts, or an agent",
+        "ssh may not log in without a password; give it a key that the host accepts, or an agent",
     ),
     ("Could not resolve hostname", "no host of that name is known"),
 )

@@ -50,7 +50,7 @@ def dashboard() -> None:
     type=click.Path(dir_okay=False),
     metavar="FILE",
     envvar="CELERY5_DASHBOARD_TOKENS",
-    help="Users and their tokens: see `dashboard token`.",
+    help="Users and their tokens, see `dashboard token`.",
 )
 @click.option(
     "--proxy-user-header", metavar="NAME", help="A reverse proxy names the user in this header of requests."

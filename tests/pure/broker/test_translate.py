@@ -57,7 +57,7 @@ def test_error_of_a_missing_password_leaves_out_the_options_of_hello() -> None:
         "NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH"
     )
     error = translate_error(hiredis.ReplyError(reply), maybe_done=False, where="redis://h")
-    assert str(error) == "broker redis://h wants a password: put user and password into the broker URL"
+    assert str(error) == "broker redis://h wants a password; put user and password into the broker URL"
 
 
 @pytest.mark.parametrize(("reply", "ours"), REPLIES)

@@ -133,3 +133,21 @@ def test_errors_are_described_on_one_line() -> None:
     assert describe_error(ValueError("a" * 600), MAX_ERROR_LENGTH) == "ValueError: " + "a" * 500
     assert describe_error(ValueError()) == "ValueError"
     assert describe_error(_Unprintable()) == "_Unprintable: <no text>"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (
+            "broker redis://:***@localhost:1/0 is full (OOM ..., on @user_script:10.)",
+            "broker redis://:***@localhost:1/0 is full (OOM ..., on @user_script:10.)",
+        ),
+        (
+            "redis://a:***@one/0, then redis://b:pa@ss@two/0 is away",
+            "redis://a:***@one/0, then redis://b:***@two/0 is away",
+        ),
+        ("redis://:***@one, redis://:***@two", "redis://:***@one, redis://:***@two"),
+    ],
+)
+def test_what_is_masked_already_stays_as_it_is(text: str, shown: str) -> None:
+    assert mask_passwords(text) == mask_lines(text) == shown

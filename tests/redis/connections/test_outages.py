@@ -266,7 +266,7 @@ def test_refused_login_is_one_error_and_its_end_in_each_process(
         ("celery5:broker:refused", "error"),
         ("celery5:broker:reconnected", "info"),
     ] * 2
-    assert "wants a password: put user and password into the broker URL" in shown[1]["why"]
+    assert "wants a password; put user and password into the broker URL" in shown[1]["why"]
     assert "celery5 docs trust" in shown[1]["hint"]
 
 

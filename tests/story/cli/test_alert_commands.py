@@ -129,5 +129,5 @@ def test_a_webhook_without_a_secret_is_refused_in_one_line(desk: Desk, tmp_path:
     env = {"CELERY5_ALERT_WEBHOOK": "https://ops.example.com/celery5"}
     ended = celery5("-A", "shop", "alert", "test", cwd=tmp_path, env=env)
     assert ended.code != 0
-    assert "alert_webhook needs alert_webhook_secret: give whsec_" in ended.err
+    assert "alert_webhook needs alert_webhook_secret; give whsec_" in ended.err
     assert ended.err.count("\n") == 1
