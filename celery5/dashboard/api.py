@@ -15,6 +15,7 @@ from celery5.dashboard.performing import Performer, describe_problem
 from celery5.dashboard.requests import check_form_key, read_body, read_query, to_parameters
 from celery5.dashboard.sessions import Sessions
 from celery5.errors import Misconfigured
+from celery5.operations.operation import Changed
 from celery5.protocol.masking import escape_json, get_error_text
 
 JSON = "application/json"
@@ -50,11 +51,15 @@ class JsonApi:
 
     async def _answer(self, request: Request) -> Response:
         try:
-            return _respond(await self._perform(request))
+            result = await self._perform(request)
         except Exception as error:
             problem = describe_problem(error, request)
             body = {"status": problem.status, "title": type(error).__name__, "detail": problem.detail}
             return _respond(body, problem.status, PROBLEM)
+        if isinstance(result, Changed) and result.has_failed:
+            body = {"status": 409, "title": "NothingDone", "detail": f"{result.summary}; {result.failure}"}
+            return _respond(body, 409, PROBLEM)
+        return _respond(result)
 
     async def _perform(self, request: Request) -> Any:
         path = request.path_params

@@ -14,6 +14,7 @@ from celery5.protocol.job.history import JobOrder
 from celery5.protocol.job.states import JobState
 from celery5.protocol.job.story import JobDetails
 from celery5.protocol.limits import describe_declared_limits, parse_kind_rates
+from celery5.protocol.shards import get_queue_of_shard
 from celery5.protocol.workflows.member_ids import parse_member_id
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class OneJob(msgspec.Struct, frozen=True):
 
 async def show_job(app: "App", asked: OneJob) -> JobDetails:
     """Show all that is known of a job, and each of its attempts."""
+    from celery5.broker.calls.commands import list_paused_queues
     from celery5.observability.shown_values import mask_job
 
     details = await app.jobs.astory(asked.id, queue=asked.queue)
@@ -45,6 +47,10 @@ async def show_job(app: "App", asked: OneJob) -> JobDetails:
         raise NotFound(
             f"nothing is known of job {asked.id!r} {where}: it was never sent, or its result has expired"
         )
+    if details.state is JobState.SENT:
+        paused = await app.aperform(list_paused_queues(app.keys))
+        is_paused = get_queue_of_shard(details.queue) in paused
+        details = msgspec.structs.replace(details, is_queue_paused=is_paused)
     return mask_job(app, details)
 
 

@@ -140,6 +140,11 @@ class Changed(msgspec.Struct, frozen=True, kw_only=True):
     # Why some of it has failed; '' if nothing has.
     failure: str = ""
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether nothing was changed, since all of it has failed."""
+        return bool(self.failure) and not self.count
+
 
 DRY_RUN = "nothing is done; this would be: "
 """What stands before the summary of a dry run."""

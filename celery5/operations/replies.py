@@ -48,11 +48,15 @@ def summarize_replies(done: str, replies: "Sequence[Reply]", *, keep_answers: bo
         failed.setdefault(reply.why, []).append(reply.worker)
     failures = [f"{join_names(names, 5)}: {why}" for why, names in failed.items()]
     count = sum(reply.ok for reply in replies)
-    concerned = count + len(found)
+    concerned = format_count(count + len(found), "process", "processes")
+    if not replies:
+        summary = done
+    elif found and not count:
+        summary = f"nothing was done: 0 of {concerned}"
+    else:
+        summary = f"{done}: {count} of {concerned}"
     return Changed(
-        summary=done
-        if not replies
-        else f"{done}: {count} of {format_count(concerned, 'process', 'processes')}",
+        summary=summary,
         count=count,
         replies={reply.worker: reply.answer if reply.ok else reply.why for reply in replies}
         if keep_answers

@@ -209,8 +209,7 @@ def _without_password(text: str, *, doubtful: bool) -> str:
         begin = text.find("//", 0, at)
         return f"{text[: begin + 2]}{MASK}{text[at:]}" if begin >= 0 else text
     user = _USER.search(text, 0, at)
-    while user and text.startswith(
-        f"{MASK}@", user.end()
-    ):  # masked already, as all URLs are that celery5 shows
+    # Those that are masked already, as all URLs are that celery5 shows, are left alone.
+    while user and text.startswith(f"{MASK}@", user.end()):
         user = _USER.search(text, user.end() + len(MASK) + 1, at)
     return f"{text[: user.end()]}{MASK}{text[at:]}" if user else text

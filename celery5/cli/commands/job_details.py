@@ -105,7 +105,9 @@ def _explain_end(details: "JobDetails") -> str:
 
 
 def _format_waiting(details: "JobDetails") -> str:
-    """Return at which limit a held job waits, and its place; '' for other jobs."""
+    """Return at which limit a held job waits, and its place, or at which paused queue; '' for other jobs."""
+    if details.is_queue_paused:
+        return f"queue {details.queue}, which is paused"
     if not details.limit or details.jobs_ahead is None:
         return ""
     return f"the limit of {details.limit}; jobs ahead of it: {details.jobs_ahead}"

@@ -252,7 +252,7 @@ def _show(operation: Operation, view: CommandView, finished: Finished) -> None:
         view.show(finished)
     elif finished.wants_json:
         echo(to_json(_get_value(view, result)))
-    elif not (isinstance(result, Changed) and result.failure and not result.count):
+    elif not (isinstance(result, Changed) and result.has_failed):
         echo_hint(_format(operation, view, finished))
 
 

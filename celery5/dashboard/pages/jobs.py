@@ -191,6 +191,8 @@ def _tell_now(job: JobDetails, now: float) -> Iterator[StoryLine]:
             job.taken,
             f"{''.join(again)}attempt {job.attempt} runs on {job.worker}{'; ' if deaths else ''}{deaths}",
         )
+    elif job.is_queue_paused:
+        yield StoryLine(0.0, f"waits on queue {job.queue}, which is paused", "warn")
     else:
         yield StoryLine(0.0, f"waits on queue {job.queue} for a worker")
 

@@ -75,6 +75,8 @@ class JobDetails(msgspec.Struct, frozen=True):
     limit: str = ""
     # How many jobs are ahead of it in the waiting list.
     jobs_ahead: int | None = None
+    # Whether it waits on a queue that is paused in all workers; `App.find` does not look for that.
+    is_queue_paused: bool = False
     # Which code could not run it, while it waits for a worker with other code until it is `due`.
     waits_for_code: Refusal | None = None
     # What it has reported while it runs.
