@@ -90,7 +90,12 @@ READS = frozenset(
             "handle.astatus",
         ),
         *("schedule.alist", "schedule.ashow", "streams.ainfo", "streams.aread", "workflows.afind"),
-        *("workflows.alist_runs", "perform list_live_processes", "perform get_scaling"),
+        *(
+            "workflows.alist_runs",
+            "perform list_live_processes",
+            "perform list_paused_queues",
+            "perform get_scaling",
+        ),
         # It writes the entry of what another call has done.
         "audit.arecord_sending",
         # What a command does is told by its definition: see the last test.
