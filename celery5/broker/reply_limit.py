@@ -38,8 +38,9 @@ class ReplyLimit:
             with trio.move_on_after(within):
                 return await awaited
         else:
+            scope = asyncio.timeout(within)
             try:
-                async with asyncio.timeout(within) as scope:
+                async with scope:
                     return await awaited
             except TimeoutError:
                 if not scope.expired():
