@@ -69,6 +69,7 @@ def test_a_worker_that_hangs_for_long_is_given_up(staff: Staff, threads: int) ->
     hung, other = sorted(two, key=lambda started: started.process.pid != staff.notes()[0].pid)
     wait_until(lambda: len(staff.notes()) == 2, within=60)
     assert staff.notes()[1].pid == other.process.pid
+    wait_until(lambda: len(hung.lines("worker:hung")) == 1)
     (line,) = hung.lines("worker:hung")
     assert (line["level"], line["process"], line["pid"]) == ("error", "sidecar", hung.process.pid)
     for worker in two:
