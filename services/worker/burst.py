@@ -1,7 +1,7 @@
 """End a worker in burst mode when all of its queues are done.
 
-Done means: no job on a stream, none held by any worker, none scheduled, no retry to come, and nothing in an outbox that
-is still to be sent, such as the `on_failure` job of a dead one.
+Done means: no job on a stream, none held by any worker, none scheduled, no retry to come, no end of a job that its run
+has yet to count, and nothing in an outbox that is still to be sent, such as the `on_failure` job of a dead one.
 """
 
 from collections.abc import Sequence
@@ -69,14 +69,15 @@ class Burst:
     async def is_done(self) -> bool:
         """Return whether no job is left on any queue; False when Redis is unreachable."""
         try:
-            # The outboxes first: what leaves one is on its queue then.
+            # In the order in which a run goes on: what leaves one of these is in the next one then.
+            records = await self._redis.perform_all([workflows.count_records(keys) for keys in self._queues])
             unsent = await self._redis.perform_all([workflows.count_outbox(keys) for keys in self._queues])
             depths = await self._redis.perform_all([queues.get_queue_depth(keys) for keys in self._queues])
             if any(depth.held for depth in depths) and trio.current_time() >= self._next_warning:
                 await self._warn()
         except BrokerUnavailable:
             return False
-        return not any(unsent) and not any(depth.unfinished for depth in depths)
+        return not (any(records) or any(unsent)) and not any(depth.unfinished for depth in depths)
 
     async def _warn(self) -> None:
         """Warn once of each suspended task that its jobs keep this burst from ending."""

@@ -255,6 +255,11 @@ def count_outbox(keys: QueueKeys) -> Call[int]:
     return Call(("XLEN", keys.run_outbox), int, repeatable=True)
 
 
+def count_records(keys: QueueKeys) -> Call[int]:
+    """Return how many ends of jobs are not counted in their run yet."""
+    return Call(("LLEN", keys.run_records), int, repeatable=True)
+
+
 def read_places(keys: QueueKeys, ids: Sequence[str]) -> Call[list[bool]]:
     """Return of each job whether it is anywhere on its queue, runs, or is dead."""
     return Call(("HMGET", keys.jobs, *ids), lambda raw: [place is not None for place in raw], repeatable=True)
