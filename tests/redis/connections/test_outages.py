@@ -196,14 +196,20 @@ def list_shown(process: Employee, *, since: str) -> list[dict[str, Any]]:
     return [line for line in shown if line["message_type"] != "celery5:job"]
 
 
+def start(staff: Staff, kind: str, folder: Path) -> Employee:
+    """Start a process of this kind, and wait until it is ready."""
+    command = [sys.executable, "-m", "celery5", *_TARGET, kind, "start"]
+    command += ["--socket", str(folder / "socket"), "--backlog", "memory"] if kind == "publisher" else []
+    process = staff.launch(command, log_level="debug", lease=6.0)
+    wait_until(lambda: bool(process.lines(f"{kind}:started")))
+    return process
+
+
 @pytest.mark.parametrize("kind", ["worker", "router", "scheduler", "publisher"])
 def test_outage_is_two_lines_above_debug_in_each_process(
     own_staff: Staff, own_server: EmbeddedServer, kind: str, short_path: Path
 ) -> None:
-    command = [sys.executable, "-m", "celery5", *_TARGET, kind, "start"]
-    command += ["--socket", str(short_path / "socket"), "--backlog", "memory"] if kind == "publisher" else []
-    process = own_staff.launch(command, log_level="debug", lease=6.0)
-    wait_until(lambda: bool(process.lines(f"{kind}:started")))
+    process = start(own_staff, kind, short_path)
     if kind == "worker":  # with a job that ends meanwhile
         send(own_staff, "nap", 3.0)
         wait_until(lambda: bool(own_staff.notes("begin")))
@@ -238,10 +244,7 @@ def refuse_logins(admin: Any) -> None:
 def test_refused_login_is_one_error_and_its_end_in_each_process(
     own_staff: Staff, own_server: EmbeddedServer, kind: str, short_path: Path
 ) -> None:
-    command = [sys.executable, "-m", "celery5", *_TARGET, kind, "start"]
-    command += ["--socket", str(short_path / "socket"), "--backlog", "memory"] if kind == "publisher" else []
-    process = own_staff.launch(command, log_level="debug", lease=6.0)
-    wait_until(lambda: bool(process.lines(f"{kind}:started")))
+    process = start(own_staff, kind, short_path)
 
     def list_own(name: str) -> list[dict[str, Any]]:
         return [line for line in process.lines(name) if line.get("process") != "sidecar"]
